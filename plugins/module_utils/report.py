@@ -41,14 +41,17 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def curl_line(endpoint: str, alias: str, key_file: str) -> str:
-    """A call that works as it stands, on the host; the key is read from its file and never printed."""
+def curl_line(endpoint: str, alias: str, read_key: str) -> str:
+    """A call that works as it stands, on the host.
+
+    :param read_key: the command that prints the key ("" without one): the key itself is never shown.
+    """
     body = json.dumps({"model": alias, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32})
-    authorization = f' -H "Authorization: Bearer $(sudo cat {key_file})"' if key_file else ""
+    authorization = f' -H "Authorization: Bearer $({read_key})"' if read_key else ""
     return f"curl {endpoint}/v1/chat/completions{authorization} -H 'Content-Type: application/json' -d '{body}'"
 
 
-def instance_lines(plan: dict[str, Any], record: dict[str, Any], key_file: str) -> list[str]:
+def instance_lines(plan: dict[str, Any], record: dict[str, Any], read_key: str) -> list[str]:
     """One instance: what runs, why so, how fast, and how to ask it."""
     memory = plan["memory"]
     return [
@@ -58,5 +61,5 @@ def instance_lines(plan: dict[str, Any], record: dict[str, Any], key_file: str) 
         f"  measured: prefill {record['prefill_tokens_per_second']:.1f} tokens/s, "
         f"decode {record['decode_tokens_per_second']:.1f} tokens/s",
         *decision_lines(plan),
-        f"  {curl_line(record['endpoint'], plan['alias'], key_file)}",
+        f"  {curl_line(record['endpoint'], plan['alias'], read_key)}",
     ]

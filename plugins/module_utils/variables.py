@@ -26,7 +26,7 @@ class Misspelt:
         """What to tell the owner."""
         if self.nearest:
             return f"{self.name} is not a variable of Llamarack; did you mean {self.nearest}?"
-        return f"{self.name} is not a variable of Llamarack; remove it or see the roles' README for what there is."
+        return f"{self.name} is not a variable of Llamarack; remove it, or see the roles' defaults for what there is."
 
 
 def misspelt_variables(names: Iterable[str], known: Iterable[str], prefixes: Iterable[str]) -> list[Misspelt]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -46,13 +47,14 @@ def lines_of(state_dir: str, config_dir: str) -> list[str]:
     lines = [report.host_line(documents.read_document(f"{state_dir}/host_profile.json", "host_profile"))]
     for plan_file in sorted(Path(state_dir).glob("instances/*/plan.json")):
         plan = documents.read_document(str(plan_file), "plan")
-        key_file = f"{config_dir}/{plan['instance']}/api.key"
+        key_file = Path(config_dir, plan["instance"], "api.key")
+        cat = "sudo cat" if shutil.which("sudo") else "cat"
         try:
             record = documents.read_document(documents.acceptance_path(plan["instance"], state_dir), "acceptance")
         except documents.DocumentMissing:
             lines.append(f"{plan['instance']}: planned, but not accepted: run site.yml, or playbooks/accept.yml")
             continue
-        lines += report.instance_lines(plan, record, key_file if Path(key_file).exists() else "")
+        lines += report.instance_lines(plan, record, f"{cat} {key_file}" if key_file.exists() else "")
     if len(lines) == 1:
         lines.append("no instance: give the host one in llama_server_instances")
     return lines
