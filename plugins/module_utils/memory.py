@@ -102,21 +102,26 @@ def number(gguf: Mapping[str, Any], key: str) -> int:
 def row_bytes(elements: int, cache_type: str) -> int:
     """Bytes of so many elements in a cache type.
 
-    :raises MemoryFactsError: for an unknown type, or when a quantised type's blocks do not divide the row.
+    :raises MemoryFactsError: for an unknown type.
     """
     if cache_type not in CACHE_BLOCK_BYTES:
         raise MemoryFactsError(f"{cache_type} is not a type of the KV cache ({', '.join(CACHE_BLOCK_BYTES)})")
-    if cache_type in WHOLE_CACHE_TYPES:
-        return elements * CACHE_BLOCK_BYTES[cache_type] // BLOCK_ELEMENTS
-    if elements % BLOCK_ELEMENTS:
-        raise MemoryFactsError(
-            f"{cache_type} stores blocks of {BLOCK_ELEMENTS} elements and cannot hold rows of {elements}: use f16"
-        )
-    return elements // BLOCK_ELEMENTS * CACHE_BLOCK_BYTES[cache_type]
+    return elements * CACHE_BLOCK_BYTES[cache_type] // BLOCK_ELEMENTS
 
 
 def kv_bytes_per_token(gguf: Mapping[str, Any], key_type: str, value_type: str) -> int:
-    """Bytes that one token takes in the caches of all layers. Kimi K2 in f16: 70,272."""
+    """Bytes that one token takes in the caches of all layers. Kimi K2 in f16: 70,272.
+
+    :raises MemoryFactsError: when the blocks of a quantised type do not divide a head, which llama.cpp refuses.
+    """
+    for what, kind, length in (
+        ("keys", key_type, gguf.get("key_length")),
+        ("values", value_type, gguf.get("value_length")),
+    ):
+        if kind not in WHOLE_CACHE_TYPES and length and int(length) % BLOCK_ELEMENTS:
+            raise MemoryFactsError(
+                f"{kind} stores blocks of {BLOCK_ELEMENTS} elements, and the {what} of a head have {length}: use f16"
+            )
     return sum(
         row_bytes(layer.key_elements, key_type) + row_bytes(layer.value_elements, value_type)
         for layer in layer_caches(gguf)
@@ -162,6 +167,8 @@ def expert_bytes(model: Mapping[str, Any]) -> int:
 
 
 def gib(size_bytes: int) -> str:
-    """Bytes as GiB, for a sentence."""
+    """Bytes as GiB (or MiB, for little), for a sentence."""
     value = size_bytes / GIB
+    if value < 1:
+        return f"{size_bytes / MIB:.0f} MiB"
     return f"{value:.2f} GiB" if value < 10 else f"{value:.1f} GiB"

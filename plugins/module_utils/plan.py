@@ -4,7 +4,7 @@ Pure: documents in, the body of the plan document out. Each decision carries its
 is planned against the memory that the host has for us at all times (``usable_bytes``), never against what happens to be
 free, so that the same host gets the same plan each time.
 
-This is the first version: it places everything in RAM (or leaves routed experts on the disk) and places nothing on GPUs.
+This is the first version: it places everything in RAM (or leaves routed experts on the disk), nothing on GPUs.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def cache_types(wish: Wish, model: Mapping[str, Any]) -> list[tuple[str, str]]:
     if memory.is_mla(model["gguf"]):
         if key_type and value_type and key_type != value_type:
             raise PlanError(
-                f"{wish.name}: cache_type_k is {key_type} and cache_type_v is {value_type}, but {wish.model} keeps only K "
-                "and reads V out of it (MLA), so that llama-server refuses two types: set both to the same."
+                f"{wish.name}: cache_type_k is {key_type} and cache_type_v is {value_type}, but {wish.model} keeps "
+                "only K and reads V out of it (MLA), so that llama-server refuses two types: set both to the same."
             )
         key_type = value_type = key_type or value_type
     return list(dict.fromkeys((key_type or kind, value_type or kind) for kind in AUTO_CACHE_TYPES))
@@ -396,8 +396,9 @@ def refusal(wish: Wish, model: Mapping[str, Any], room: Room, shape: Shape, need
         there += f" and {gib(room.siblings_bytes)} for the other instances"
     ways = remedies(wish, model, room, shape, need)
     return (
-        f"{wish.name}: {wish.model} does not fit: it needs {gib(need.total_bytes + pinned)} of RAM ({', '.join(parts)}), "
-        f"but there are {gib(room.available_bytes)} ({there}); what would do: {', or '.join(ways)}."
+        f"{wish.name}: {wish.model} does not fit: it needs {gib(need.total_bytes + pinned)} of RAM "
+        f"({', '.join(parts)}), but there are {gib(room.available_bytes)} ({there}); "
+        f"what would do: {', or '.join(ways)}."
     )
 
 
@@ -674,15 +675,14 @@ def loading_decisions(
     elif wish.fit == "mmap":
         reason = f"the policy is mmap, and all {gib(weights)} fit in RAM: the model has no experts to leave on the disk"
     else:
-        reason = (
-            f"{gib(weights)} of weights fit in {gib(room.limit_bytes)}: mapped, a restart finds them in the page cache"
-        )
+        reason = f"{gib(weights)} of weights fit in {gib(room.limit_bytes)}: mapped, the page cache serves a restart"
     if wish.fit == "hybrid":
-        reason = (
-            f"the build {build['build_id']} has no GPU backend ({', '.join(backends)}), so that everything stays in RAM; "
-            if not on_gpu
-            else f"this version places nothing on the GPU ({', '.join(on_gpu)}), so that everything stays in RAM; "
-        ) + reason
+        why = (
+            f"this version places nothing on the GPU ({', '.join(on_gpu)})"
+            if on_gpu
+            else f"the build {build['build_id']} has no GPU backend ({', '.join(backends)})"
+        )
+        reason = f"{why}, so that everything stays in RAM; {reason}"
     load_mode = Decision(
         "load_mode", "mmap", reason, "policy" if wish.fit == "mmap" else "computed", ("none", "mlock", "dio")
     )
@@ -703,14 +703,16 @@ def loading_decisions(
 
 
 def prompt_cache_decision(wish: Wish, room: Room, need: Need) -> Decision:
-    """RAM for earlier prompts: half of what is left, no more than upstream's own bound."""
+    """RAM for earlier prompts: a part of what is left, no more than upstream's own bound."""
     left = max(0, room.limit_bytes - need.total_bytes)
-    steps = min(MOST_PROMPT_CACHE_MIB, left // 2 // MIB) // PROMPT_CACHE_STEP_MIB
+    # What is left under mmap is what keeps experts from being read again.
+    share, share_text = (8, "an eighth") if is_mapped(wish) else (2, "half")
+    steps = min(MOST_PROMPT_CACHE_MIB, left // share // MIB) // PROMPT_CACHE_STEP_MIB
     value = steps * PROMPT_CACHE_STEP_MIB
     if value == MOST_PROMPT_CACHE_MIB:
         reason = f"upstream's own bound; {gib(left)} are left"
     elif value:
-        reason = f"half of the {gib(left)} that are left, in steps of {PROMPT_CACHE_STEP_MIB} MiB"
+        reason = f"{share_text} of the {gib(left)} that are left, in steps of {PROMPT_CACHE_STEP_MIB} MiB"
     else:
         reason = f"only {gib(left)} are left: earlier prompts are computed again"
     return pinned_or(wish, Decision("prompt_cache_mib", value, reason, "computed"))
