@@ -289,7 +289,7 @@ def toolchain_problem(tools: Mapping[str, Tool | None]) -> str | None:
         if tools.get(name) is None:
             return (
                 f"{sentence} on this host: install g++, cmake and ninja, or let the role do it "
-                "(toolchain_manage_packages: true)."
+                "(system_packages_manage: true)."
             )
     cmake, compiler = tools["cmake"], tools["c++"]
     if cmake and cmake.version < CMAKE_MINIMUM:

@@ -45,6 +45,12 @@ def acceptance_path(instance: str, state_dir: str = STATE_DIR) -> str:
     return f"{state_dir}/instances/{instance}/acceptance.json"
 
 
+def endpoint(host: str, port: int) -> str:
+    """The address at which the host itself reaches a server that listens on an address."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+
+
 def render(kind: str, body: dict[str, Any]) -> str:
     """The text of a document: sorted by meaning (as given), indented, with a trailing newline."""
     return json.dumps({"kind": kind, "schema": SCHEMA, **body}, indent=2, ensure_ascii=False) + "\n"

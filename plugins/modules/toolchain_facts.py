@@ -10,7 +10,8 @@ DOCUMENTATION = r"""
 module: toolchain_facts
 short_description: See whether a host can compile llama.cpp
 description:
-  - Looks for the compilers, CMake and Ninja, and fails with one sentence when one is missing or too old.
+  - Looks for the compilers, CMake and Ninja, and fails with one sentence when one is missing or too old (in
+    check mode, warns).
   - Changes nothing.
 options: {}
 author: [Llamarack]
@@ -34,8 +35,11 @@ def main() -> None:
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
     tools = build.find_tools(module.get_bin_path, module.run_command)
     problem = build.toolchain_problem(tools)
-    if problem:
+    if problem and not module.check_mode:
         module.fail_json(msg=problem[0].upper() + problem[1:])
+    if problem:
+        # On a fresh host the packages are not there yet, and their own task has said that they would be.
+        module.warn(problem[0].upper() + problem[1:])
     module.exit_json(changed=False, tools={name: tool.text for name, tool in tools.items() if tool})
 
 
