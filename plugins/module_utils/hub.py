@@ -72,9 +72,14 @@ def stem_of(path: str) -> str:
 
 
 def has_quant(path: str, quant: str) -> bool:
-    """Whether a folder is the quant, or the name ends with it."""
-    folders = PurePosixPath(path).parts[:-1]
-    return quant in folders or re.search(rf"(^|[-_.]){re.escape(quant)}$", stem_of(path)) is not None
+    """Whether a folder is the quant, or the name ends with it (``Q4_K_M`` is not the end of ``UD-Q4_K_M``)."""
+    if quant in PurePosixPath(path).parts[:-1]:
+        return True
+    stem = stem_of(path)
+    if QUANT_NAME.fullmatch(quant):
+        spelled = QUANT_NAME.search(stem)
+        return spelled is not None and spelled[0] == quant
+    return re.search(rf"(^|[-_.]){re.escape(quant)}$", stem) is not None
 
 
 def quants_of(files: Sequence[RemoteFile]) -> list[str]:

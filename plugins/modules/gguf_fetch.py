@@ -117,15 +117,19 @@ class Hub:
         if params["ca_bundle"]:
             os.environ["SSL_CERT_FILE"] = params["ca_bundle"]
         try:
-            from huggingface_hub import HfApi, errors, hf_hub_download
+            from huggingface_hub import HfApi, constants, errors, hf_hub_download, hf_hub_url
+            from huggingface_hub.file_download import http_get
             from huggingface_hub.hf_api import RepoFile
+            from huggingface_hub.utils import build_hf_headers
         except ImportError as error:
             raise fetch.FetchError(
                 f"huggingface_hub cannot be used by this Python ({error}): run the role gguf_model from its beginning."
             ) from error
         self.errors = errors
         self.file_type = RepoFile
-        self.download_file = hf_hub_download
+        self.download_file, self.transfer = hf_hub_download, http_get
+        self.address, self.headers = hf_hub_url, build_hf_headers
+        self.largest_http_bytes = constants.MAX_HTTP_DOWNLOAD_SIZE
         self.endpoint = params["endpoint"].rstrip("/")
         self.token = params["token"] or False
         self.api = HfApi(endpoint=self.endpoint, token=self.token)
@@ -151,19 +155,34 @@ class Hub:
             if isinstance(item, self.file_type)
         ]
 
-    def download(self, repository: str, commit: str, path: str, directory: Path) -> Path:
-        """Download one file below a directory, going on where an earlier run stopped; return where it lies."""
+    def download(self, repository: str, commit: str, file: hub.RemoteFile, part: Path) -> None:
+        """Download one file, going on where an earlier run stopped.
+
+        The library's own download begins a new file in each process, so that a killed one would begin again; its
+        transfer with an offset does not. Only what is too large for that (more than 50 GB) is left to the former.
+        """
         try:
-            return Path(
-                self.download_file(
-                    repository,
-                    path,
-                    revision=commit,
-                    local_dir=directory,
-                    token=self.token,
+            if file.size_bytes > self.largest_http_bytes:
+                arrived = self.download_file(
+                    repository, file.path, revision=commit, local_dir=part.parent, token=self.token,
                     endpoint=self.endpoint,
+                )  # fmt: skip
+                Path(arrived).replace(part)
+                return
+            begun = part.stat().st_size if part.exists() else 0
+            if begun > file.size_bytes:
+                part.unlink()
+                begun = 0
+            with part.open("ab") as stream:
+                self.transfer(
+                    self.address(repository, file.path, revision=commit, endpoint=self.endpoint),
+                    stream,
+                    resume_size=begun,
+                    headers=self.headers(token=self.token),
+                    expected_size=file.size_bytes,
                 )
-            )
+                stream.flush()
+                os.fsync(stream.fileno())
         except Exception as error:
             raise self.explained(error, repository, commit) from error
 
@@ -348,15 +367,15 @@ class Fetch:
                 # The same bytes under a second name: nothing is copied, and the running server keeps its file.
                 os.link(self.kept[file.name], final)
             return
+        part = self.partial / f"{file.name}.part"
         digest = ""
         for _attempt in range(2):
-            arrived = self.hub.download(self.repository, self.revision, file.path, self.partial)
-            digest = fetch.sha256_of(arrived)
+            self.hub.download(self.repository, self.revision, file, part)
+            digest = fetch.sha256_of(part)
             if digest == file.sha256:
-                arrived.replace(final)
+                part.replace(final)
                 return
-            # The library takes a file that is there for the right one.
-            arrived.unlink()
+            part.unlink()
         raise fetch.FetchError(
             f"{file.path} of {self.repository} arrived twice with the wrong SHA-256 ({digest[:16]}…, the hub says "
             f"{file.sha256[:16]}…): see the mirror or proxy between, and this host's memory and disk; nothing was "

@@ -80,6 +80,7 @@ def test_a_killed_fetch_leaves_no_file_under_a_final_name_and_the_next_run_resum
     total = int(host.run(f"cat {model}/*.gguf | wc -c").stdout)
     assert host.run(f"rm -r {model}").rc == 0
     hub("_faults", {"bytes_per_second": 20_000_000})
+    before = hub("_stats")["bytes"]
     fetch = start_play("playbooks/models.yml")
 
     def is_arriving() -> bool:
@@ -97,5 +98,7 @@ def test_a_killed_fetch_leaves_no_file_under_a_final_name_and_the_next_run_resum
     run = play("site.yml")
     assert run.status == 0, run.output
     assert int(host.run(f"cat {model}/*.gguf | wc -c").stdout) == total
+    # What had arrived was not fetched again, but for what was still in the client's hands: four times 10 MiB.
+    assert hub("_stats")["bytes"] - before < total + 5 * 10 * 1024**2
     assert host.run(f"find {model}/.. -name '*.partial' -o -name '*.incomplete'").stdout == ""
     assert "Paris" in completion()
