@@ -11,10 +11,11 @@ LISTENING = "0A"
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket: its address, port and the inode by which its process is found."""
+    """A listening socket: address, port, the user it belongs to, and the inode by which its process is found."""
 
     address: str
     port: int
+    uid: int
     inode: int
 
 
@@ -26,7 +27,7 @@ def parse_listeners(text: str) -> Iterator[Listener]:
             continue
         address, _, port = fields[1].partition(":")
         try:
-            yield Listener(address_text(address), int(port, 16), int(fields[9]))
+            yield Listener(address_text(address), int(port, 16), int(fields[7]), int(fields[9]))
         except ValueError:
             continue
 

@@ -120,7 +120,6 @@ class Hub:
             from huggingface_hub import HfApi, constants, errors, hf_hub_download, hf_hub_url
             from huggingface_hub.file_download import http_get
             from huggingface_hub.hf_api import RepoFile
-            from huggingface_hub.utils import build_hf_headers
         except ImportError as error:
             raise fetch.FetchError(
                 f"huggingface_hub cannot be used by this Python ({error}): run the role gguf_model from its beginning."
@@ -128,7 +127,7 @@ class Hub:
         self.errors = errors
         self.file_type = RepoFile
         self.download_file, self.transfer = hf_hub_download, http_get
-        self.address, self.headers = hf_hub_url, build_hf_headers
+        self.address = hf_hub_url
         self.largest_http_bytes = constants.MAX_HTTP_DOWNLOAD_SIZE
         self.endpoint = params["endpoint"].rstrip("/")
         self.token = params["token"] or False
@@ -178,7 +177,7 @@ class Hub:
                     self.address(repository, file.path, revision=commit, endpoint=self.endpoint),
                     stream,
                     resume_size=begun,
-                    headers=self.headers(token=self.token),
+                    headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
                     expected_size=file.size_bytes,
                 )
                 stream.flush()

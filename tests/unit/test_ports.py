@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0000000000000000 100 0
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000   998        0 4242 1 0000000000000000 100 0
    1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4243 1 0000000000000000 100 0
    2: 0100007F:1F91 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 4244 1 0000000000000000 100 0
 """
@@ -26,8 +26,8 @@ TCP6 = """\
 
 def test_only_listening_sockets_count() -> None:
     assert list(ports.parse_listeners(TCP)) == [
-        ports.Listener("127.0.0.1", 8080, 4242),
-        ports.Listener("0.0.0.0", 22, 4243),
+        ports.Listener("127.0.0.1", 8080, 998, 4242),
+        ports.Listener("0.0.0.0", 22, 0, 4243),
     ]
 
 
