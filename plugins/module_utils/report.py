@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-GIB = 1024**3
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-def gib(size_bytes: int) -> str:
-    """Bytes as GiB, with the digits that matter."""
-    value = size_bytes / GIB
-    return f"{value:.2f} GiB" if value < 10 else f"{value:.0f} GiB"
+from ansible_collections.llamarack.core.plugins.module_utils.memory import gib
 
 
 def host_line(profile: dict[str, Any]) -> str:

@@ -186,11 +186,10 @@ def rank(mounts: Sequence[Mapping[str, Any]], used: Iterable[str] = ()) -> dict[
         in_use = store_path(str(mount["path"])) in used_paths
         return CLASSES.index(disk_class(mount)), not in_use, -int(mount["free_bytes"]), str(mount["path"])
 
-    candidates = []
-    for mount in sorted(good.values(), key=order):
-        path = store_path(str(mount["path"]))
-        reason = CLASS_WORDS[disk_class(mount)] + (", models lie there already" if path in used_paths else "")
-        candidates.append(candidate(mount, path, reason))
+    candidates = [
+        candidate(mount, store_path(str(mount["path"])), CLASS_WORDS[disk_class(mount)])
+        for mount in sorted(good.values(), key=order)
+    ]
     return {"candidates": candidates, "rejected": rejected}
 
 

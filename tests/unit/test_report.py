@@ -61,7 +61,7 @@ def test_the_summary_has_the_machine_the_endpoint_the_reasons_and_the_speed(
     result = summarise(capsys, accepted)
     text = "\n".join(result["lines"])
     for expected in (
-        "AMD EPYC 9354P, 30 of 32 cores usable, 384 GiB RAM, no GPU",
+        "AMD EPYC 9354P, 30 of 32 cores usable, 384.0 GiB RAM, no GPU",
         "main: http://127.0.0.1:8080 serves kimi-k2.5, passed",
         "30 physical cores are usable [measured]",
         "prefill 80.0 tokens/s, decode 10.0 tokens/s",
