@@ -130,7 +130,7 @@ class GgufError(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's description: ``offset`` counts bytes from the beginning of the data; the row's length leads the shape."""
+    """A tensor's description: ``offset`` counts from where the data begins, and a row's length leads the shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -371,7 +371,7 @@ def check_set(headers: Sequence[Header]) -> None:
         _check_belongs(header, len(headers))
     _check_numbers(headers)
     first = headers[0]
-    if not first.metadata.get("general.architecture"):
+    if not _text(first.metadata.get("general.architecture")):
         raise GgufError(f"{first.name} names no architecture: it is not a model that can be served; take another.")
     if not any(header.tensors for header in headers):
         raise GgufError(f"{first.name} holds a vocabulary and no tensors: choose a file with the model's weights.")
@@ -393,7 +393,11 @@ def _check_is_model(header: Header) -> None:
 
 def _check_belongs(header: Header, count: int) -> None:
     """See that a file says that it is one of so many splits."""
-    announced = header.metadata.get("split.count", 1) or 1
+    announced = _whole(header.metadata.get("split.count", 1))
+    if not isinstance(announced, int):
+        raise GgufError(f"{header.name} is damaged: it does not say how many splits its set has; fetch it again.")
+    # Splits that llama-gguf-split merged into one file say 0.
+    announced = announced or 1
     if announced == count:
         return
     if announced == 1:
@@ -413,10 +417,10 @@ def _check_numbers(headers: Sequence[Header]) -> None:
     if count == 1:
         return
     stems: dict[str, str] = {}
-    places: dict[Any, str] = {}
+    places: dict[int, str] = {}
     for position, header in enumerate(headers):
-        number = header.metadata.get("split.no")
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+        number = _whole(header.metadata.get("split.no"))
+        if not isinstance(number, int) or not 0 <= number < count:
             raise GgufError(f"{header.name} does not say which of the {count} splits it is: fetch it again.")
         if number in places:
             raise GgufError(
@@ -435,7 +439,7 @@ def _check_numbers(headers: Sequence[Header]) -> None:
                 f"{header.name} must end in -{number + 1:05d}-of-{count:05d}.gguf, for llama.cpp finds splits by "
                 "their names: give the set the names it was published under."
             )
-        stems[header.name[: suffix.start()]] = header.name
+        stems.setdefault(header.name[: suffix.start()], header.name)
     if len(stems) > 1:
         raise GgufError(
             f"{' and '.join(list(stems.values())[:2])} are named after different models: one set has one name before "
@@ -472,9 +476,9 @@ def _check_tensors(headers: Sequence[Header]) -> None:
                 )
             owners[tensor.name] = header.name
     for header in headers:
-        announced = header.metadata.get("split.tensors.count")
-        if announced is None and len(headers) == 1:
-            continue
+        announced = _whole(header.metadata.get("split.tensors.count", len(owners) if len(headers) == 1 else None))
+        if not isinstance(announced, int):
+            raise GgufError(f"{header.name} is damaged: it does not say how many tensors its set has; fetch it again.")
         if announced != len(owners):
             raise GgufError(
                 f"{header.name} announces {announced} tensors in its set, which holds {len(owners)}: the splits are of "
