@@ -206,23 +206,25 @@ def linux_cpu(
     return part, cpus
 
 
-def linux_numa(cpus: Sequence[Cpu], node_lists: Mapping[int, str], node_meminfo: Mapping[int, str]) -> dict[str, Any]:
+def linux_numa(
+    cpus: Sequence[Cpu], node_lists: Mapping[int, str], node_meminfo: Mapping[int, str], total_bytes: int
+) -> dict[str, Any]:
     """The ``numa`` part: nodes with their CPUs and memory; a node may have memory alone, or CPUs alone.
 
     :param node_lists: ``cpulist`` of each node in /sys; empty where there is none (some containers): then lscpu's table
         says which CPU is on which node.
     :param node_meminfo: ``meminfo`` of each node.
+    :param total_bytes: the machine's memory. A single node has all of it; what /sys says of that node may be less on a
+        virtual machine that is given its memory as it asks for it.
     """
     told = {node: cpu_list(text) for node, text in node_lists.items()}
     if not told:
         for cpu in cpus:
             told.setdefault(cpu.node, []).append(cpu.number)
-    return {
-        "nodes": [
-            {"id": node, "cpus": told[node], "memory_bytes": meminfo_bytes(node_meminfo.get(node, ""), "MemTotal")}
-            for node in sorted(told)
-        ]
-    }
+    memory = {node: meminfo_bytes(node_meminfo.get(node, ""), "MemTotal") for node in told}
+    if len(told) == 1:
+        memory = dict.fromkeys(told, total_bytes)
+    return {"nodes": [{"id": node, "cpus": told[node], "memory_bytes": memory[node]} for node in sorted(told)]}
 
 
 def linux_memory(meminfo: str, limits: Iterable[str]) -> dict[str, Any]:

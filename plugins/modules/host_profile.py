@@ -146,15 +146,16 @@ def linux(tools: Tools) -> tuple[dict[str, Any], accelerators.Seen, list[str]]:
     )
     nodes = sorted(SYS.glob("devices/system/node/node[0-9]*"))
     numbers = {int(node.name[4:]): node for node in nodes}
+    ram = topology.linux_memory(text_of(Path("/proc/meminfo")), memory)
     numa = topology.linux_numa(
         cpus,
         {number: text_of(node / "cpulist") for number, node in numbers.items()},
         {number: text_of(node / "meminfo") for number, node in numbers.items()},
+        int(ram["total_bytes"]),
     )
     if not nodes:
         unseen.append("memory of the NUMA nodes: /sys/devices/system/node is not there")
-    parts = {"cpu": cpu, "numa": numa, "memory": topology.linux_memory(text_of(Path("/proc/meminfo")), memory)}
-    return parts, linux_gpus(tools), unseen
+    return {"cpu": cpu, "numa": numa, "memory": ram}, linux_gpus(tools), unseen
 
 
 def linux_gpus(tools: Tools) -> accelerators.Seen:

@@ -36,8 +36,8 @@ def parts(host: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     )
     lists = {int(path.stem[4:]): path.read_text() for path in (HOSTS / host).glob("node*.cpulist")}
     meminfo = {int(path.stem[4:]): path.read_text() for path in (HOSTS / host).glob("node*.meminfo")}
-    numa = topology.linux_numa(cpus, lists, meminfo)
-    return cpu, numa, topology.linux_memory(read(host, "meminfo.txt"), read(host, "memory.max.txt").splitlines())
+    memory = topology.linux_memory(read(host, "meminfo.txt"), read(host, "memory.max.txt").splitlines())
+    return cpu, topology.linux_numa(cpus, lists, meminfo, memory["total_bytes"]), memory
 
 
 @pytest.mark.parametrize("host", sorted(path.name for path in HOSTS.iterdir() if path.is_dir()))
@@ -90,8 +90,13 @@ def test_a_cpuset_that_speaks_of_other_numbers_limits_nothing() -> None:
 
 
 def test_a_node_with_memory_alone_is_kept() -> None:
-    numa = topology.linux_numa([], {0: "0-3", 1: "\n"}, {1: "Node 1 MemTotal:       1024 kB\n"})
+    numa = topology.linux_numa([], {0: "0-3", 1: "\n"}, {1: "Node 1 MemTotal:       1024 kB\n"}, 2**30)
     assert numa["nodes"][1] == {"id": 1, "cpus": [], "memory_bytes": 1024 * 1024}
+
+
+def test_a_single_node_has_all_memory_even_where_it_is_plugged_in_bit_by_bit() -> None:
+    numa = topology.linux_numa([], {0: "0-1"}, {0: "Node 0 MemTotal:       1024 kB\n"}, 2**34)
+    assert numa["nodes"][0]["memory_bytes"] == 2**34
 
 
 def test_both_spellings_of_the_table_are_read() -> None:
@@ -123,7 +128,7 @@ def test_no_text_breaks_the_readers(lscpu: str, table: str, cpuinfo: str, limits
     except topology.TopologyError:
         return
     assert 1 <= cpu["usable_physical_cores"] <= cpu["physical_cores"] <= cpu["logical_cpus"]
-    topology.linux_numa(cpus, {}, {})
+    topology.linux_numa(cpus, {}, {}, 1)
 
 
 @given(
