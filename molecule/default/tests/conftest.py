@@ -127,7 +127,7 @@ def completion(ask: Callable[..., tuple[int, Any]]) -> Callable[[], str]:
 
     def complete() -> str:
         status, answer = ask(
-            "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+            "/v1/completions", {"prompt": "The Eiffel Tower stands in the city of", "max_tokens": 4, "temperature": 0}
         )
         assert status == 200, answer
         return str(answer["choices"][0]["text"])

@@ -23,7 +23,7 @@ def test_the_service_runs_and_will_run_after_a_reboot(host: Host) -> None:
     assert service.is_enabled
 
 
-def test_real_weights_know_the_capital_of_france(completion: Callable[[], str]) -> None:
+def test_real_weights_know_where_the_eiffel_tower_stands(completion: Callable[[], str]) -> None:
     assert "Paris" in completion()
 
 
@@ -55,7 +55,7 @@ def test_the_key_is_readable_by_the_service_alone_and_stands_nowhere_else(host: 
         f"systemctl show {UNIT} --all",
         f"systemctl cat {UNIT}",
         "journalctl --no-pager",
-        "cat /proc/$(systemctl show -p MainPID --value " + UNIT + ")/environ",
+        f"runuser -u llamarack -- cat /proc/$(systemctl show -p MainPID --value {UNIT})/environ",
         "grep -r . /var/lib/llamarack --include=*.json",
     ):
         seen = host.run(place)
