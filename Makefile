@@ -39,7 +39,9 @@ demo-clean: env ## take away everything that `make demo` brought
 	$(BIN)/ansible-playbook playbooks/remove.yml -i inventories/demo $(BECOME) -e llamarack_remove=everything
 	rm -rf .cache $(VENV)
 
-test: lint unit molecule ## every test
+test: env ## every test: lint, unit, molecule
+	$(MAKE) --jobs=2 --output-sync=target lint unit
+	$(MAKE) molecule
 
 lint: env ## ansible-lint (production), yamllint, ruff, mypy --strict
 	$(BIN)/yamllint --strict .

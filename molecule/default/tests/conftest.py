@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import testinfra
 from testinfra.host import Host
 
 REPO = Path(__file__).resolve().parents[3]
 INVENTORY = REPO / "molecule" / "default" / "inventory"
+SSH_CONFIG = Path.home() / ".cache" / "llamarack" / "molecule" / "ssh_config"
 HUB = "http://10.89.77.2:8000"
 UNIT = "llamarack@main"
 KEY_FILE = "/etc/llamarack/main/api.key"
@@ -45,17 +47,23 @@ class Run:
     status: int
     output: str
 
-    def recap(self, word: str) -> int:
-        """A number of the recap, for the one host: ``changed``, ``failed``, ``unreachable``."""
-        found = re.search(rf"^debian12\s*:.*\b{word}=(\d+)", self.output, re.MULTILINE)
+    def recap(self, word: str, host: str = "debian12") -> int:
+        """A number of the recap of a host: ``changed``, ``failed``, ``unreachable``."""
+        found = re.search(rf"^{host}\s*:.*\b{word}=(\d+)", self.output, re.MULTILINE)
         assert found, self.output
         return int(found[1])
+
+
+# Most stories are about the host with systemd, and need not wait for the other.
+ONE = "--limit=debian12,localhost"
+BOTH = "--limit=all,localhost"
 
 
 def command_line(playbook: str, *arguments: str) -> list[str]:
     """The owner's command."""
     program = Path(sys.executable).with_name("ansible-playbook")
-    return [str(program), str(REPO / playbook), f"--inventory={INVENTORY}", *arguments]
+    limit = [] if any(argument.startswith("--limit") for argument in arguments) else [ONE]
+    return [str(program), str(REPO / playbook), f"--inventory={INVENTORY}", *limit, *arguments]
 
 
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
@@ -133,6 +141,12 @@ def completion(ask: Callable[..., tuple[int, Any]]) -> Callable[[], str]:
         return str(answer["choices"][0]["text"])
 
     return complete
+
+
+@pytest.fixture(scope="session")
+def pod() -> Host:
+    """The container without systemd."""
+    return testinfra.get_host("ssh://root@10.89.77.12", ssh_config=str(SSH_CONFIG))
 
 
 def journal(host: Host) -> str:

@@ -1,30 +1,38 @@
-"""Run again: nothing changes, nothing is asked for twice, and nothing needs the network."""
+"""Run again: nothing changes, nothing is asked for twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from conftest import UNIT, Run
+from conftest import BOTH, UNIT, Run
 from testinfra.host import Host
 
 
-def test_a_second_run_changes_nothing_and_asks_the_hub_nothing(
-    host: Host, play: Callable[..., Run], hub: Callable[..., Any]
-) -> None:
+def test_a_look_at_a_deployed_host_finds_nothing_to_change(host: Host, play: Callable[..., Run]) -> None:
     started = host.run(f"systemctl show -p ExecMainStartTimestamp {UNIT}").stdout
-    before = hub("_stats")
-    run = play("site.yml", "--check", "--diff")
+    run = play("site.yml", "--check", "--diff", BOTH)
     assert run.status == 0, run.output
     assert run.recap("changed") == 0, run.output
-    run = play("site.yml")
-    assert run.status == 0, run.output
-    assert run.recap("changed") == 0, run.output
-    assert hub("_stats") == before
+    assert run.recap("changed", "pod") == 0, run.output
     assert host.run(f"systemctl show -p ExecMainStartTimestamp {UNIT}").stdout == started
 
 
+def test_a_model_that_is_there_is_not_asked_for_again(play: Callable[..., Run], hub: Callable[..., Any]) -> None:
+    before = hub("_stats")
+    run = play("playbooks/models.yml")
+    assert run.status == 0, run.output
+    assert run.recap("changed") == 0, run.output
+    assert hub("_stats") == before
+
+
 def test_the_summary_names_endpoint_reasons_speed_and_a_call(play: Callable[..., Run]) -> None:
-    output = play("playbooks/report.yml").output
-    for expected in ("http://127.0.0.1:8080 serves gemma-3-270m, passed", "[measured]", "tokens/s", "curl http://127"):
+    output = play("playbooks/report.yml", BOTH).output
+    for expected in (
+        "serves gemma-3-270m, passed",
+        "serves tiny-kimi-k2, passed",
+        "[measured]",
+        "tokens/s",
+        "curl http",
+    ):
         assert expected in output, output

@@ -63,9 +63,15 @@ def test_a_killed_build_leaves_the_current_one_and_the_next_run_finishes_it(
     assert "11312" in host.run(f"{CURRENT}/bin/llama-server --version 2>&1").stdout
     assert "Paris" in completion()
 
-    run = play("site.yml")
-    assert run.status == 0, run.output
-    assert host.file(CURRENT).linked_to == before, "back to the pinned build, which is still there"
+
+def test_the_next_run_goes_back_to_the_pinned_build_which_is_still_there(
+    host: Host, play: Callable[..., Run], completion: Callable[[], str]
+) -> None:
+    for playbook in ("playbooks/build.yml", "playbooks/serve.yml"):
+        run = play(playbook)
+        assert run.status == 0, run.output
+    assert "b11311-" in host.file(CURRENT).linked_to
+    assert "/b11311-" in host.run(f"systemctl show -p ExecStart {UNIT}").stdout
     assert "Paris" in completion()
 
 

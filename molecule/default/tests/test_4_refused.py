@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from conftest import BOTH, Run
 from testinfra.host import Host
 
 MAIN = {"model": "gemma-3-270m", "port": 8080, "policy": {"fit": "ram", "context": 4096}}
@@ -101,7 +101,8 @@ def test_a_split_that_arrives_wrong_twice_is_refused(
 def test_an_unreachable_host_is_named_and_the_others_go_on(play: Callable[..., Run], tmp_path: Path) -> None:
     gone = tmp_path / "gone.yml"
     gone.write_text("all: {hosts: {gone: {ansible_host: 10.89.77.99, ansible_ssh_timeout: 3}}}\n")
-    run = play("playbooks/preflight.yml", f"--inventory={gone}", "-e", "ansible_ssh_timeout=3")
+    run = play("playbooks/preflight.yml", f"--inventory={gone}", "-e", "ansible_ssh_timeout=3", BOTH)
     assert "It cannot be reached" in run.output, run.output
     assert run.recap("failed") == 0, run.output
     assert run.recap("unreachable") == 0, run.output
+    assert run.recap("failed", "gone") == 1, run.output
