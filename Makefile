@@ -39,9 +39,8 @@ demo-clean: env ## take away everything that `make demo` brought
 	$(BIN)/ansible-playbook playbooks/remove.yml -i inventories/demo $(BECOME) -e llamarack_remove=everything
 	rm -rf .cache $(VENV)
 
-test: env ## every test: lint, unit, molecule
-	$(MAKE) --jobs=2 --output-sync=target lint unit
-	$(MAKE) molecule
+test: env ## every test: lint, unit and molecule, side by side
+	$(MAKE) --jobs=3 --output-sync=target lint unit molecule
 
 lint: env ## ansible-lint (production), yamllint, ruff, mypy --strict
 	$(BIN)/yamllint --strict .

@@ -28,7 +28,9 @@ options:
     type: path
     default: /var/lib/llamarack
   binary:
-    description: The program.
+    description: >-
+      The program. A link is followed, so that a server that is started again stays with the build that it was planned
+      for.
     type: path
     default: /opt/llamarack/llama.cpp/current/bin/llama-server
   api_key_file:
@@ -105,7 +107,8 @@ def main() -> None:
     path = parameters["path"] or documents.plan_path(parameters["instance"], parameters["state_dir"])
     try:
         plan = documents.read_document(path, "plan")
-        known = known_options(module, parameters["binary"])
+        binary = os.path.realpath(parameters["binary"])
+        known = known_options(module, binary)
         extra = {"api_key_file": parameters["api_key_file"]} if parameters["api_key_file"] else {}
         rendered = flags.render(plan["decisions"], known, extra, plan["build_id"])
     except (NotThere, documents.DocumentMissing) as missing:
@@ -116,7 +119,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     module.exit_json(
         changed=False,
-        argv=[parameters["binary"], *rendered.arguments],
+        argv=[binary, *rendered.arguments],
         omitted=[asdict(item) for item in rendered.omitted],
     )
 
