@@ -64,17 +64,6 @@ def test_a_killed_build_leaves_the_current_one_and_the_next_run_finishes_it(
     assert "Paris" in completion()
 
 
-def test_the_next_run_goes_back_to_the_pinned_build_which_is_still_there(
-    host: Host, play: Callable[..., Run], completion: Callable[[], str]
-) -> None:
-    for playbook in ("playbooks/build.yml", "playbooks/serve.yml"):
-        run = play(playbook)
-        assert run.status == 0, run.output
-    assert "b11311-" in host.file(CURRENT).linked_to
-    assert "/b11311-" in host.run(f"systemctl show -p ExecStart {UNIT}").stdout
-    assert "Paris" in completion()
-
-
 def test_a_killed_fetch_leaves_no_file_under_a_final_name_and_the_next_run_resumes_it(
     host: Host,
     play: Callable[..., Run],
@@ -108,3 +97,8 @@ def test_a_killed_fetch_leaves_no_file_under_a_final_name_and_the_next_run_resum
     assert hub("_stats")["bytes"] - before < total + 5 * 10 * 1024**2
     assert host.run(f"find {model}/.. -name '*.partial' -o -name '*.incomplete'").stdout == ""
     assert "Paris" in completion()
+
+
+def test_the_run_after_that_went_back_to_the_pinned_build_which_was_still_there(host: Host) -> None:
+    assert "b11311-" in host.file(CURRENT).linked_to
+    assert "/b11311-" in host.run(f"systemctl show -p ExecStart {UNIT}").stdout
