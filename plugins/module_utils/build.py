@@ -197,7 +197,11 @@ def compiler_environment(root: str, ccache_dir: str) -> dict[str, str]:
     """
     return {
         "HOME": f"{root}/build",
+        # The cache's keys hold all four: a build over SSH and one on the console share their objects only if all are set.
+        "LANG": "C",
         "LC_ALL": "C",
+        "LC_CTYPE": "C",
+        "LC_MESSAGES": "C",
         # A tree without its own .git must not be taken for a part of a repository that lies above it.
         "GIT_CEILING_DIRECTORIES": root,
         "CCACHE_DIR": ccache_dir,

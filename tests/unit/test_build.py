@@ -104,6 +104,12 @@ def test_a_compiler_cache_does_not_change_the_name_but_the_command() -> None:
     assert "-DGGML_CCACHE=OFF" in build.configure_argv(a_build(), "/src", "/build", ccache=False)
 
 
+def test_the_owners_language_does_not_reach_the_compiler_cache() -> None:
+    environment = build.compiler_environment("/opt/x", "/var/cache/x")
+    assert {environment[name] for name in ("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES")} == {"C"}
+    assert environment["CCACHE_BASEDIR"] == "/opt/x"
+
+
 @given(
     wanted=st.integers(0, 64), cpus=st.floats(0.1, 512), memory_bytes=st.integers(0, 2**42)
 )  # fmt: skip

@@ -84,6 +84,26 @@ def test_a_port_in_use_names_its_owner(host: Host, play: Callable[..., Run]) -> 
         host.run("systemctl stop squatter")
 
 
+def test_a_server_that_ends_at_once_is_told_with_its_reason_and_the_next_run_takes_it_away(
+    host: Host, play: Callable[..., Run]
+) -> None:
+    models = "/var/lib/llamarack/models-on-root"
+    second = {**MAIN, "port": 8081}
+    host.run(f"chmod 700 {models}")
+    try:
+        run = play("playbooks/serve.yml", *instances(second=second))
+    finally:
+        host.run(f"chmod 755 {models}")
+    assert run.recap("failed") == 1, run.output
+    assert "Instance second ended" in run.output, run.output
+    assert "may not read" in run.output, run.output
+
+    assert play("playbooks/serve.yml").status == 0
+    assert host.run("systemctl is-active llamarack@second").stdout.strip() != "active"
+    assert not host.file("/etc/systemd/system/llamarack@second.service.d").exists
+    assert not host.file("/var/lib/llamarack/instances/second").exists
+
+
 def test_a_split_that_arrives_wrong_twice_is_refused(
     host: Host, play: Callable[..., Run], hub: Callable[..., Any]
 ) -> None:
