@@ -197,7 +197,7 @@ def compiler_environment(root: str, ccache_dir: str) -> dict[str, str]:
     """
     return {
         "HOME": f"{root}/build",
-        # The cache's keys hold all four: a build over SSH and one on the console share their objects only if all are set.
+        # The cache hashes all four: builds over SSH and on the console share objects only if all are set.
         "LANG": "C",
         "LC_ALL": "C",
         "LC_CTYPE": "C",
