@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import hub
 import pytest
+import tiny_k2
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamarack.core.plugins.module_utils import documents
 from ansible_collections.llamarack.core.plugins.modules import gguf_fetch
 
-HUB = Path(__file__).resolve().parents[1] / "hub"
 REPOSITORY = "llamarack/tiny-kimi-k2-GGUF"
 ENTRY = {"repository": REPOSITORY, "revision": "main", "quant": "Q8_0", "alias": "tiny"}
 FIRST = "tiny-kimi-k2-Q8_0-00001-of-00003.gguf"
@@ -25,25 +23,11 @@ FIRST = "tiny-kimi-k2-Q8_0-00001-of-00003.gguf"
 Run = Callable[..., dict[str, Any]]
 
 
-def load(name: str) -> ModuleType:
-    """One of the hub's programs, from its file."""
-    spec = importlib.util.spec_from_file_location(f"for_fetch_{name}", HUB / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-hub = load("hub")
-
-
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the hub offers."""
     root: Path = tmp_path_factory.mktemp("shelf")
-    load("tiny_k2").make(root / REPOSITORY)
+    tiny_k2.make(root / REPOSITORY)
     return root
 
 

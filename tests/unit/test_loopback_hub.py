@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import signal
 import socket
@@ -16,9 +15,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import hub
 import huggingface_hub
 import pytest
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
@@ -34,20 +33,6 @@ REPOSITORY = "owner/Model-GGUF"
 SPLIT = "Q8_0/model-Q8_0-00001-of-00002.gguf"
 README = "README.md"
 CONTENT = bytes(range(256)) * 2000
-
-
-def load() -> ModuleType:
-    """Load the hub from its file: it is a program, in no package."""
-    spec = importlib.util.spec_from_file_location("loopback_hub", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-hub = load()
 
 
 @pytest.fixture

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import tiny_k2
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
-
-PROGRAM = Path(__file__).resolve().parents[1] / "hub" / "tiny_k2.py"
-
-
-def load() -> ModuleType:
-    """Load the maker from its file: it is a program, in no package."""
-    spec = importlib.util.spec_from_file_location("tiny_k2", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_k2 = load()
 
 
 def digests(splits: list[Path]) -> list[str]:
