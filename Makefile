@@ -60,5 +60,7 @@ lock: ## pin the dependencies again (needs uv)
 	  uv pip compile requirements/dev.in --universal --python-version $$version --generate-hashes \
 	    --no-header --no-annotate --quiet --output-file requirements/dev-py$$(echo $$version | tr -d .).txt; \
 	done
-	uv pip compile roles/gguf_model/files/tools-requirements.in --universal --python-version 3.10 --generate-hashes \
-	  --no-header --no-annotate --quiet --output-file roles/gguf_model/files/tools-requirements.txt
+	for lock in roles/python_environment/files/*.in; do \
+	  uv pip compile $$lock --universal --python-version 3.10 --generate-hashes \
+	    --no-header --no-annotate --quiet --output-file $${lock%.in}.txt; \
+	done

@@ -1,7 +1,6 @@
 """How a llama.cpp is built: its name, its CMake line, its tools, and what a failed build means.
 
-Pure but for the digest of a file: a module gives it the text that programs printed and takes back names, arguments and
-sentences.
+Pure: a module gives it the text that programs printed and takes back names, arguments and sentences.
 """
 
 from __future__ import annotations
@@ -9,24 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 # What is built and shipped; nothing else in the tree is compiled.
-TARGETS = ("llama-server", "llama-bench", "llama-gguf-split", "llama-fit-params", "ggml-rpc-server")
+PROGRAMS = ("llama-server", "llama-bench", "llama-gguf-split", "llama-fit-params", "ggml-rpc-server")
 
-# What each backend adds to the CMake line.
-BACKEND_OPTIONS: dict[str, dict[str, str]] = {"cpu": {}}
+# What computes. The CPU is in every build.
+BACKENDS = ("cpu", "cuda", "hip", "metal", "vulkan")
 
-# The tree itself says 3.14; its asset script and the CUDA backend need 3.18.
-CMAKE_MINIMUM = (3, 18)
-# The first GCC whose C++17 (std::filesystem included) compiles the tree without extra libraries.
-GCC_MINIMUM = (9, 0)
+# Pairs of K and V cache types that upstream compiles FlashAttention for when it is not told otherwise
+# (ggml/CMakeLists.txt, GGML_CUDA_FA_QUANTS).
+PLAIN_PAIRS = ("bf16-bf16", "f16-f16", "q4_0-q4_0", "q8_0-q8_0")
 
-# One C++ file of the server takes up to 1.6 GiB in GCC 12; the rest is for the machine's other work.
+# Memory of one compiler at its worst: a C++ file of the server takes up to 1.6 GiB in GCC 12, a GPU file
+# several times a CPU file's. The rest is for the machine's other work.
 BYTES_PER_JOB = 2 * 1024**3
+BYTES_PER_GPU_JOB = 4 * 1024**3
 
 # How much of a compiler's output tells the cause.
 OUTPUT_LINES = 20
@@ -82,59 +81,137 @@ def source_id(source: Mapping[str, Any], build_number: int) -> str:
     return str(source["sha256"][:16])
 
 
+def pinned_source(source: Mapping[str, Any]) -> dict[str, str]:
+    """What of the owner's ``llama_cpp_source`` pins the tree, wherever it comes from."""
+    pins = {key: source.get(key) for key in ("kind", "sha256", "commit", "subdirectory")}
+    return {key: str(value) for key, value in pins.items() if value}
+
+
+def system_of(os_release: str) -> str:
+    """Distribution and version from the text of ``/etc/os-release``: ``debian 12``, ``ubuntu 24.04``."""
+    values = dict(line.split("=", 1) for line in os_release.splitlines() if "=" in line)
+    words = [values.get(key, "").strip('"') for key in ("ID", "VERSION_ID", "VERSION_CODENAME")]
+    return " ".join([words[0] or "linux", words[1] or words[2]]).strip()
+
+
 @dataclass(frozen=True)
-class Build:
-    """Everything that shapes the binaries. Two equal builds have the same ``build_id``; any difference gives another.
+class Recipe:
+    """What a build is made of, but for the compiler: hosts that ask for the same can share one build.
 
     :param source: kind and digest or commit of the tree.
+    :param system: distribution and its version, for example ``debian 12``: the libraries that programs find there.
+    :param backends: of :data:`BACKENDS`; the CPU computes in every build and is named where it does so alone.
+    :param targets: GPUs that code is made for: ``89`` (CUDA), ``gfx1100`` (HIP).
+    :param native: use every instruction of the CPU that compiles; False makes a build that may travel.
     :param cpu: what :func:`shaping_cpu` returns; empty unless ``native``.
-    :param compiler: the first line of ``c++ --version``.
+    :param cache_pairs: K and V cache types (``q8_0-q8_0``) that FlashAttention is compiled for; ``all`` for every one.
     :param options: the owner's CMake options, merged last.
     """
 
     source: Mapping[str, str]
     build_number: int
     commit: str
-    compiler: str
+    system: str
     architecture: str
-    native: bool = True
-    cpu: str = ""
     backends: tuple[str, ...] = ("cpu",)
     targets: tuple[str, ...] = ()
+    native: bool = True
+    cpu: str = ""
+    cache_pairs: tuple[str, ...] = ("all",)
     web_ui: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def version(self) -> str:
-        """Upstream's name of the version: ``b`` and the build number."""
-        return f"b{self.build_number}"
+    def recipe_id(self) -> str:
+        """Twelve digits that are the same for the same recipe."""
+        return _digest({**self.document(), "programs": PROGRAMS}, 12)
+
+    @property
+    def gpu_backends(self) -> tuple[str, ...]:
+        """The backends beside the CPU."""
+        return tuple(name for name in self.backends if name != "cpu")
+
+    @property
+    def loads_backends(self) -> bool:
+        """Whether backends are libraries that are loaded at the start, each where its hardware is."""
+        return len(self.gpu_backends) > 1 or not self.native
+
+    def document(self) -> dict[str, Any]:
+        """As JSON; :func:`recipe_of` reads it."""
+        return {
+            **asdict(self),
+            "source": dict(self.source),
+            "backends": sorted(self.backends),
+            "targets": sorted(self.targets),
+            "cache_pairs": sorted(self.cache_pairs),
+            "options": {name: _cmake_value(value) for name, value in sorted(self.options.items())},
+        }
+
+
+def recipe_of(document: Mapping[str, Any]) -> Recipe:
+    """The recipe that a document describes."""
+    values = {name: document[name] for name in Recipe.__dataclass_fields__}
+    for name in ("backends", "targets", "cache_pairs"):
+        values[name] = tuple(values[name])
+    return Recipe(**values)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A recipe and what compiles it. Two equal builds have the same ``build_id``; any difference gives another.
+
+    :param toolchain: the toolchain document of the host that compiles.
+    :param tree_options: names of the CMake options that the source tree knows (:func:`tree_options`).
+    """
+
+    recipe: Recipe
+    toolchain: Mapping[str, Any]
+    tree_options: frozenset[str]
+
+    @property
+    def compiler(self) -> str:
+        """The first line of ``c++ --version``."""
+        return str(self.toolchain["compiler"])
+
+    @property
+    def toolkits(self) -> dict[str, str]:
+        """Versions of the GPU toolkits that take part."""
+        sections = {name: self.toolchain.get(name) for name in self.recipe.gpu_backends}
+        return {name: str(section["version"]) for name, section in sections.items() if section and "version" in section}
 
     @property
     def build_id(self) -> str:
         """The release's name: version, backends, targets, and eight digits of the hash of everything else."""
-        shape = {**asdict(self), "backends": sorted(self.backends), "targets": sorted(self.targets)}
-        shape["cmake"] = cmake_options(self)
-        shape["programs"] = TARGETS
-        del shape["options"]
-        digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:8]
-        parts = [self.version, *sorted(self.backends), *sorted(self.targets), *(["native"] if self.native else [])]
-        return "-".join([*parts, digest])
+        recipe = self.recipe
+        # The owner's options count as CMake is told them: what says nothing new changes nothing.
+        shape = [{**recipe.document(), "options": {}}, cmake_options(self), PROGRAMS, self.compiler, self.toolkits]
+        targets = sorted(recipe.targets) if len(recipe.targets) < 4 else [f"{len(recipe.targets)}targets"]
+        parts = [f"b{recipe.build_number}", *sorted(recipe.backends), *targets, *(["native"] if recipe.native else [])]
+        return "-".join([*parts, _digest(shape, 8)])
 
     def document(self) -> dict[str, Any]:
         """The build document's body, as far as it is known before the binaries exist."""
+        recipe = self.recipe
         return {
             "build_id": self.build_id,
-            "version": self.version,
-            "build_number": self.build_number,
-            "commit": self.commit,
-            "backends": sorted(self.backends),
-            "targets": sorted(self.targets),
-            "native": self.native,
+            "recipe_id": recipe.recipe_id,
+            "version": f"b{recipe.build_number}",
+            "build_number": recipe.build_number,
+            "commit": recipe.commit,
+            "backends": sorted(recipe.backends),
+            "targets": sorted(recipe.targets),
+            "native": recipe.native,
             "cmake_options": cmake_options(self),
             "compiler": self.compiler,
-            "architecture": self.architecture,
-            "source": dict(self.source),
+            "toolkits": self.toolkits,
+            "system": recipe.system,
+            "architecture": recipe.architecture,
+            "source": dict(recipe.source),
         }
+
+
+def _digest(value: Any, digits: int) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:digits]
 
 
 def _cmake_value(value: Any) -> str:
@@ -144,49 +221,161 @@ def _cmake_value(value: Any) -> str:
     return str(value)
 
 
+def tree_options(ggml_cmakelists: str) -> frozenset[str]:
+    """The options that a source tree knows, from the text of its ``ggml/CMakeLists.txt``."""
+    return frozenset(re.findall(r"^\s*(?:option|set)\s*\(\s*(GGML_\w+)", ggml_cmakelists, re.MULTILINE))
+
+
+def flash_attention_options(build: Build) -> dict[str, str]:
+    """What makes FlashAttention know the wanted pairs of cache types, in the spelling of the tree.
+
+    ``GGML_CUDA_FA_QUANTS`` takes a list or ``all``; before it there was a switch for all or upstream's few.
+
+    :raises BuildError: when the tree knows neither and more than its few pairs are wanted.
+    """
+    pairs = build.recipe.cache_pairs
+    if "GGML_CUDA_FA_QUANTS" in build.tree_options:
+        return {"GGML_CUDA_FA_QUANTS": "all" if "all" in pairs else ";".join(sorted({*pairs, *PLAIN_PAIRS}))}
+    if set(pairs) <= set(PLAIN_PAIRS):
+        return {}
+    if "GGML_CUDA_FA_ALL_QUANTS" in build.tree_options:
+        return {"GGML_CUDA_FA_ALL_QUANTS": "ON"}
+    raise BuildError(
+        "This source tree has no option for FlashAttention on more cache types: set llama_cpp_flash_attention: used, "
+        "or pin another source."
+    )
+
+
+def cuda_options(build: Build) -> dict[str, str]:
+    """The CUDA backend, for exactly the targets' architectures; never for whatever card is in the machine."""
+    options = {
+        "GGML_CUDA": "ON",
+        "CMAKE_CUDA_ARCHITECTURES": ";".join(f"{target}-real" for target in sorted(_cuda_targets(build.recipe))),
+        **flash_attention_options(build),
+        # Only a split of single tensors between cards would use it, and then it must be on every host.
+        "GGML_CUDA_NCCL": "OFF",
+    }
+    if not build.toolchain["cuda"]["stub"]:
+        # Virtual memory management calls the driver itself, which is not here to be linked to.
+        options["GGML_CUDA_NO_VMM"] = "ON"
+    return options
+
+
+def _cuda_targets(recipe: Recipe) -> list[str]:
+    targets = [target for target in recipe.targets if not target.startswith("gfx")]
+    if not targets:
+        raise BuildError("No CUDA target is known: list them in llama_cpp_gpu_targets, for example [89].")
+    return targets
+
+
+def hip_options(build: Build) -> dict[str, str]:
+    """The HIP backend, for exactly the targets' architectures."""
+    targets = [target for target in build.recipe.targets if target.startswith("gfx")]
+    if not targets:
+        raise BuildError("No HIP target is known: list them in llama_cpp_gpu_targets, for example [gfx1100].")
+    return {"GGML_HIP": "ON", "GPU_TARGETS": ";".join(sorted(targets)), **flash_attention_options(build)}
+
+
+def gpu_options(build: Build) -> dict[str, str]:
+    """What the backends beside the CPU add.
+
+    :raises BuildError: for a backend that is not known.
+    """
+    options: dict[str, str] = {}
+    for backend in sorted(build.recipe.backends):
+        if backend not in BACKENDS:
+            raise BuildError(f"llama_cpp_backend {backend} is not known: use auto or some of {', '.join(BACKENDS)}.")
+        if backend == "cuda":
+            options.update(cuda_options(build))
+        elif backend == "hip":
+            options.update(hip_options(build))
+        elif backend == "vulkan":
+            options["GGML_VULKAN"] = "ON"
+        elif backend == "metal":
+            # The shaders' source goes into the library and is compiled at the first start: no Xcode is needed for it.
+            options.update({"GGML_METAL": "ON", "GGML_METAL_EMBED_LIBRARY": "ON"})
+    if on_mac(build.recipe) and "metal" not in build.recipe.backends:
+        options["GGML_METAL"] = "OFF"  # on by default there
+    return options
+
+
+def on_mac(recipe: Recipe) -> bool:
+    """Whether the recipe is for macOS."""
+    return recipe.system.startswith("macos")
+
+
 def cmake_options(build: Build) -> dict[str, str]:
     """The options that shape the binaries, in the order of the command line; the owner's own come last and win.
 
     :raises BuildError: for a backend that is not known or an option's name that CMake cannot have.
     """
-    options = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "GGML_NATIVE": _cmake_value(build.native),
+    recipe = build.recipe
+    options = {"CMAKE_BUILD_TYPE": "Release", "GGML_NATIVE": _cmake_value(recipe.native)}
+    if on_mac(recipe):
+        options["CMAKE_OSX_ARCHITECTURES"] = "arm64"
+    if recipe.loads_backends:
+        options["GGML_BACKEND_DL"] = "ON"
+    if recipe.loads_backends and not recipe.native:
+        # One library for each generation of CPUs; the best that the machine can run is loaded.
+        options["GGML_CPU_ALL_VARIANTS"] = "ON"
+    options |= {
         "GGML_RPC": "ON",
         "LLAMA_OPENSSL": "ON",
         "LLAMA_BUILD_TESTS": "OFF",
         "LLAMA_BUILD_EXAMPLES": "OFF",
         "LLAMA_BUILD_APP": "OFF",
         # ON makes the build download the page from the network, in whatever version is there that day.
-        "LLAMA_USE_PREBUILT_UI": _cmake_value(build.web_ui),
+        "LLAMA_USE_PREBUILT_UI": _cmake_value(recipe.web_ui),
         # An unpacked tree knows neither, a shallow clone counts wrong: without these --version lies.
-        "LLAMA_BUILD_NUMBER": str(build.build_number),
-        "LLAMA_BUILD_COMMIT": build.commit[:7],
+        "LLAMA_BUILD_NUMBER": str(recipe.build_number),
+        "LLAMA_BUILD_COMMIT": recipe.commit[:7],
         # Programs find the libraries beside them, wherever the release lies.
-        "CMAKE_INSTALL_RPATH": "$ORIGIN",
+        "CMAKE_INSTALL_RPATH": "@loader_path" if on_mac(recipe) else "$ORIGIN",
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        **gpu_options(build),
     }
-    for backend in sorted(build.backends):
-        if backend not in BACKEND_OPTIONS:
-            raise BuildError(f"llama_cpp_backend {backend} is not known: use {', '.join(sorted(BACKEND_OPTIONS))}.")
-        options.update(BACKEND_OPTIONS[backend])
-    for name, value in sorted(build.options.items()):
+    for name, value in sorted(recipe.options.items()):
         if not _OPTION_NAME.fullmatch(name):
             raise BuildError(f"llama_cpp_cmake_options has {name!r}: write the option's bare name, without -D.")
         options[name] = _cmake_value(value)
     return options
 
 
+def tool_options(build: Build) -> dict[str, str]:
+    """Where the tools are. The same tools at another place make the same binaries.
+
+    Both the compiler and the toolkit's root are named: with the compiler alone CMake takes headers and libraries of the
+    toolkit that is first on PATH.
+    """
+    options = {}
+    ninja = build.toolchain["programs"].get("ninja")
+    if ninja:
+        options["CMAKE_MAKE_PROGRAM"] = str(ninja)
+    cuda = build.toolchain.get("cuda")
+    if "cuda" in build.recipe.backends and cuda:
+        options |= {"CUDAToolkit_ROOT": cuda["root"], "CMAKE_CUDA_COMPILER": cuda["nvcc"]}
+        if cuda["host_compiler"]:
+            options["CMAKE_CUDA_HOST_COMPILER"] = cuda["host_compiler"]
+    return options
+
+
 def configure_argv(build: Build, source: str, directory: str, ccache: bool) -> list[str]:
     """The command that configures. Whether a compiler cache is used does not shape the binaries."""
-    options = {**cmake_options(build), "GGML_CCACHE": _cmake_value(ccache)}
+    options = {**cmake_options(build), **tool_options(build), "GGML_CCACHE": _cmake_value(ccache)}
     definitions = [f"-D{name}={value}" for name, value in options.items()]
-    return ["cmake", "-S", source, "-B", directory, "-G", "Ninja", *definitions]
+    return [build.toolchain["programs"]["cmake"], "-S", source, "-B", directory, "-G", "Ninja", *definitions]
 
 
-def compile_argv(directory: str, jobs: int) -> list[str]:
+def compile_argv(build: Build, directory: str, jobs: int) -> list[str]:
     """The command that compiles what is missing. The lock makes a second run wait for one that is still at it."""
-    return ["flock", directory, "cmake", "--build", directory, "--parallel", str(jobs), "--target", *TARGETS]
+    lock = ["lockf", "-k", f"{directory}/.lock"] if on_mac(build.recipe) else ["flock", directory]
+    cmake = build.toolchain["programs"]["cmake"]
+    return [*lock, cmake, "--build", directory, "--parallel", str(jobs), "--target", *PROGRAMS]
+
+
+def as_user(user: str, on_mac: bool) -> list[str]:
+    """What goes before a command so that it runs as the unprivileged user."""
+    return ["sudo", "-n", "-u", user, "--"] if on_mac else ["runuser", "-u", user, "--"]
 
 
 def compiler_environment(root: str, ccache_dir: str) -> dict[str, str]:
@@ -223,100 +412,17 @@ def shaping_cpu(cpuinfo: str) -> str:
     return " ".join(word for word in [*identity, *flags] if word)
 
 
-def compile_jobs(wanted: int, cpus: float, memory_bytes: int) -> int:
+def compile_jobs(wanted: int, cpus: float, memory_bytes: int, on_gpu: bool = False) -> int:
     """How many compilers run at once: what the owner wants, else one per CPU as far as memory carries them.
 
     :param wanted: the owner's number; 0 leaves it to this function.
     :param cpus: usable CPUs; a quota may make it a fraction.
     :param memory_bytes: usable memory.
+    :param on_gpu: whether code for a GPU is compiled, which takes more.
     """
     if wanted > 0:
         return wanted
-    return max(1, min(int(cpus), memory_bytes // BYTES_PER_JOB))
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A program of the toolchain, as it introduces itself."""
-
-    name: str
-    text: str
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The version's numbers; empty when the program prints none."""
-        # Distributions put their package's version in brackets before the compiler's own.
-        found = re.search(r"(\d+(?:\.\d+)+)", re.sub(r"\(.*?\)", "", self.text))
-        return tuple(int(number) for number in found[1].split(".")) if found else ()
-
-
-def find_tools(
-    which: Callable[[str], str | None],
-    run: Callable[[list[str]], tuple[int, str, str]],
-    options: Mapping[str, Any] | None = None,
-) -> dict[str, Tool | None]:
-    """Ask each program of the toolchain for its version; None for one that is not there or does not run.
-
-    :param which: finds a program's path.
-    :param run: runs a command and returns its status, output and error output.
-    :param options: the owner's CMake options; compilers that they name are asked instead.
-    """
-    chosen = options or {}
-    programs = {
-        "cc": str(chosen.get("CMAKE_C_COMPILER", "cc")),
-        "c++": str(chosen.get("CMAKE_CXX_COMPILER", "c++")),
-        "cmake": "cmake",
-        "ninja": "ninja",
-        "flock": "flock",
-    }
-    found: dict[str, Tool | None] = {}
-    for name, program in programs.items():
-        path = program if program.startswith("/") else which(program)
-        status, out, _err = run([path, "--version"]) if path else (1, "", "")
-        found[name] = Tool(name, out.partition("\n")[0].strip()) if status == 0 else None
-    return found
-
-
-def toolchain_problem(tools: Mapping[str, Tool | None]) -> str | None:
-    """The sentence about the first thing that is missing or too old, or None.
-
-    :param tools: what was found under the names ``cc``, ``c++``, ``cmake``, ``ninja`` and ``flock``.
-    """
-    what = {
-        "cc": "no C compiler",
-        "c++": "no C++ compiler",
-        "cmake": "no CMake",
-        "ninja": "no Ninja",
-        "flock": "no flock (util-linux)",
-    }
-    for name, sentence in what.items():
-        if tools.get(name) is None:
-            return (
-                f"{sentence} on this host: install g++, cmake and ninja, or let the role do it "
-                "(system_packages_manage: true)."
-            )
-    cmake, compiler = tools["cmake"], tools["c++"]
-    if cmake and cmake.version < CMAKE_MINIMUM:
-        return f"CMake here is {_dotted(cmake.version)}, llama.cpp needs {_dotted(CMAKE_MINIMUM)}: install a newer one."
-    if compiler and "clang" not in compiler.text.lower() and compiler.version < GCC_MINIMUM:
-        return (
-            f"the C++ compiler here is GCC {_dotted(compiler.version)}, llama.cpp needs {_dotted(GCC_MINIMUM)}: "
-            "install a newer one."
-        )
-    return None
-
-
-def _dotted(version: Sequence[int]) -> str:
-    return ".".join(str(number) for number in version)
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+    return max(1, min(int(cpus), memory_bytes // (BYTES_PER_GPU_JOB if on_gpu else BYTES_PER_JOB)))
 
 
 def last_lines(text: str, count: int = OUTPUT_LINES) -> str:
@@ -328,10 +434,14 @@ def build_failure(output: str, return_code: int, jobs: int) -> str:
     """What a failed configure or compile means, in one sentence, and the end of its output."""
     again = "the next run goes on where this one stopped"
     old = re.search(r"CMake (\S+) or higher is required.*?running version (\S+)", output, re.DOTALL)
+    alien = re.search(r"Unsupported gpu architecture '\w*?_(\w+)'|unsupported HIP gpu architecture: (\w+)", output)
     if "No space left on device" in output:
-        sentence = f"The disk filled up while llama.cpp was being compiled: make room (1 GB is enough); {again}."
+        sentence = (
+            "The disk filled up while llama.cpp was being compiled: make room (1 GB is enough for the CPU, 4 GB for a "
+            f"GPU); {again}."
+        )
     elif return_code in (137, -9) or re.search(
-        r"\bKilled\b|out of memory|[Cc]annot allocate memory|virtual memory exhausted|Error 137", output
+        r"\bKilled\b|out of memory|[Cc]annot allocate memory|virtual memory exhausted|Error 137|due to signal 9", output
     ):
         sentence = (
             f"The compiler was killed, most likely for want of memory with {jobs} at once: "
@@ -339,37 +449,19 @@ def build_failure(output: str, return_code: int, jobs: int) -> str:
         )
     elif old:
         sentence = f"CMake here is {old[2].rstrip('.')}, this llama.cpp needs {old[1]}: install a newer one."
+    elif alien:
+        sentence = (
+            f"This compiler makes no code for the GPU architecture {alien[1] or alien[2]}: the card needs another "
+            "toolkit, or llama_cpp_gpu_targets names one that does not exist."
+        )
+    elif "unsupported GNU version" in output:
+        sentence = (
+            "The CUDA toolkit does not take this host's g++: install an older one that it takes (docs/backends.md), "
+            "or a newer toolkit."
+        )
     elif re.search(r"No CMAKE_\w+_COMPILER could be found|is not a full path to an existing compiler", output):
         sentence = "CMake found no C++ compiler on this host: install g++."
     else:
         sentence = f"llama.cpp did not compile (status {return_code}): its output names the cause; {again}."
     tail = last_lines(output)
     return f"{sentence}\n{tail}" if tail else sentence
-
-
-def version_problem(output: str, build_number: int, commit: str) -> str | None:
-    """Why the output of ``llama-server --version`` is not that of the pinned build, or None.
-
-    Both spellings are known: ``0.5.0 (build 11311, commit 0c1e570)`` and the older ``version: 11311 (0c1e570)``.
-    """
-    found = re.search(r"build (\d+), commit (\w+)", output) or re.search(r"version: (\d+) \((\w+)\)", output)
-    if not found:
-        return "llama-server --version names no build number and commit"
-    same_commit = commit.startswith(found[2]) or found[2].startswith(commit)
-    if int(found[1]) != build_number or not same_commit:
-        return f"llama-server says build {found[1]}, commit {found[2]}, but {build_number}, {commit[:7]} was built"
-    return None
-
-
-def listed_devices(output: str) -> list[str] | None:
-    """The devices that ``llama-server --list-devices`` prints, or None when it printed no list."""
-    _, header, rest = output.partition("Available devices:")
-    if not header:
-        return None
-    lines = [line.strip() for line in rest.splitlines()]
-    return [line for line in lines if line and line != "(none)"]
-
-
-def unresolved_libraries(ldd_output: str) -> list[str]:
-    """The libraries that ``ldd`` did not find."""
-    return sorted(set(re.findall(r"^\s*(\S+) => not found", ldd_output, re.MULTILINE)))

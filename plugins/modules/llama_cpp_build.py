@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import pwd
 import shlex
 import shutil
@@ -13,56 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamarack.core.plugins.module_utils import build, documents
+from ansible_collections.llamarack.core.plugins.module_utils import build, documents, releases
 
 DOCUMENTATION = r"""
 module: llama_cpp_build
 short_description: Compile one llama.cpp, unless its release is there
 description:
-  - Computes the name of the build from everything that shapes it, and compiles it in C(<root>/build/<build_id>) as an
-    unprivileged user. When C(<root>/releases/<build_id>) is there, nothing is compiled.
+  - Computes the name of the build from its recipe and the tools that compile it, and compiles it in
+    C(<root>/build/<build_id>) as an unprivileged user. When C(<root>/releases/<build_id>) is there, nothing is.
   - A build that was killed goes on where it stopped.
+  - Libraries of the GPU's toolkit that the programs need are laid beside them.
   - Nothing is installed; M(llamarack.core.llama_cpp_release) does that.
 options:
   root:
     description: Directory of everything that belongs to llama.cpp.
     type: path
     required: true
-  source:
-    description: The owner's C(llama_cpp_source).
+  recipe:
+    description: The recipe from M(llamarack.core.llama_cpp_choice).
+    type: dict
+    required: true
+  toolchain:
+    description: The toolchain document from M(llamarack.core.toolchain_facts).
     type: dict
     required: true
   source_path:
-    description: Where its tree is.
+    description: Where the source tree is.
     type: path
     required: true
-  build_number:
-    description: Number of the upstream release, told to the build.
-    type: int
-    required: true
-  commit:
-    description: Upstream commit, told to the build.
-    type: str
-    required: true
-  backend:
-    description: What it computes on.
-    type: list
-    elements: str
-    default: [cpu]
-  native:
-    description: Whether to use every instruction of this host's CPU. Such a build runs on equal CPUs only.
-    type: bool
-    default: true
-  web_ui:
-    description: Whether the build may download the web page and embed it.
-    type: bool
-    default: false
-  cmake_options:
-    description: The owner's CMake options, merged last.
-    type: dict
-    default: {}
   jobs:
-    description: Compilers at once. 0 = one per usable CPU, and 2 GiB of memory for each.
+    description: >-
+      Compilers at once. 0 = one per usable CPU, and 2 GiB of memory for each, 4 GiB where code for a GPU is compiled.
     type: int
     default: 0
   user:
@@ -88,16 +68,15 @@ EXAMPLES = r"""
 - name: Compile llama.cpp
   llamarack.core.llama_cpp_build:
     root: /opt/llamarack/llama.cpp
-    source: "{{ llama_cpp_source }}"
+    recipe: "{{ ansible_facts['llamarack_build_choice'].recipe }}"
+    toolchain: "{{ ansible_facts['llamarack_toolchain'] }}"
     source_path: /opt/llamarack/llama.cpp/src/832db0699007f1be
-    build_number: 11311
-    commit: 0c1e57098bba43ac29e6e3b677cdceebdd22334f
     user: llamarack-build
 """
 
 RETURN = r"""
 build:
-  description: The build document as far as it is known; absent in check mode on a host that has no compiler yet.
+  description: The build document as far as it is known; absent in check mode on a host without source or compiler yet.
   returned: success
   type: dict
 build_dir:
@@ -105,16 +84,6 @@ build_dir:
   returned: success
   type: str
 """
-
-
-def is_whole(release: Path) -> bool:
-    """Whether a release's document is there and each of its files has the digest that stands in it."""
-    try:
-        text = (release / "build.json").read_text(encoding="utf-8")
-        binaries = documents.parse(text, "build", str(release))["binaries"]
-        return all(build.file_sha256(release / "bin" / name) == digest for name, digest in binaries.items())
-    except (OSError, KeyError, documents.DocumentError):
-        return False
 
 
 def usable(state_dir: str) -> tuple[float, int]:
@@ -141,66 +110,68 @@ def own(path: Path, user: str, recurse: bool) -> None:
     os.chown(path, account.pw_uid, account.pw_gid)
 
 
-def describe(module: AnsibleModule, compiler: build.Tool | None) -> build.Build:
-    """The build that the arguments ask for, on this host."""
-    params = module.params
-    source = {key: params["source"].get(key) for key in ("kind", "sha256", "commit", "subdirectory")}
-    cpuinfo = Path("/proc/cpuinfo")
-    native = params["native"] and cpuinfo.exists()
-    return build.Build(
-        source={key: value for key, value in source.items() if value},
-        build_number=params["build_number"],
-        commit=params["commit"],
-        compiler=compiler.text if compiler else "",
-        architecture=platform.machine(),
-        native=params["native"],
-        cpu=build.shaping_cpu(cpuinfo.read_text(encoding="utf-8")) if native else "",
-        backends=tuple(params["backend"]),
-        web_ui=params["web_ui"],
-        options=params["cmake_options"],
-    )
+def describe(module: AnsibleModule) -> build.Build | None:
+    """The build that the arguments ask for, on this host; None while it has no source tree or no compiler."""
+    toolchain = module.params["toolchain"]
+    options = Path(module.params["source_path"], "ggml", "CMakeLists.txt")
+    if not options.is_file() or not toolchain.get("programs"):
+        return None
+    known = build.tree_options(options.read_text(encoding="utf-8"))
+    return build.Build(build.recipe_of(module.params["recipe"]), toolchain, known)
 
 
 def compile_it(module: AnsibleModule, wanted: build.Build, directory: Path) -> None:
     """Configure, unless that is done, and compile. Ends the module with one sentence when either fails."""
-    root, user = module.params["root"], module.params["user"]
+    params = module.params
+    root, user = params["root"], params["user"]
     own(directory.parent, user, recurse=False)
-    ccache = module.params["ccache"] and module.get_bin_path("ccache") is not None
+    ccache = params["ccache"] and module.get_bin_path("ccache") is not None
     if ccache:
-        own(Path(module.params["ccache_dir"]), user, recurse=True)
-    jobs = build.compile_jobs(module.params["jobs"], *usable(module.params["state_dir"]))
-    environment = build.compiler_environment(root, module.params["ccache_dir"])
-    commands = [build.compile_argv(str(directory), jobs)]
+        own(Path(params["ccache_dir"]), user, recurse=True)
+    on_gpu = bool(wanted.recipe.gpu_backends)
+    jobs = build.compile_jobs(params["jobs"], *usable(params["state_dir"]), on_gpu)
+    environment = build.compiler_environment(root, params["ccache_dir"])
+    for section in wanted.recipe.gpu_backends:
+        environment.update((wanted.toolchain.get(section) or {}).get("environment", {}))
+    commands = [build.compile_argv(wanted, str(directory), jobs)]
     if not (directory / "build.ninja").exists():
         # CMake writes this file last: without it the directory is half configured, and a half cache misleads CMake.
         shutil.rmtree(directory, ignore_errors=True)
-        commands.insert(0, build.configure_argv(wanted, module.params["source_path"], str(directory), ccache))
+        commands.insert(0, build.configure_argv(wanted, params["source_path"], str(directory), ccache))
     own(directory, user, recurse=False)
     for command in commands:
-        code, out, err = module.run_command(["runuser", "-u", user, "--", *command], environ_update=environment)
+        code, out, err = module.run_command(
+            [*build.as_user(user, build.on_mac(wanted.recipe)), *command], environ_update=environment
+        )
         if code != 0:
             module.fail_json(
                 msg=build.build_failure(out + err, code, jobs), build_dir=str(directory), cmd=shlex.join(command)
             )
 
 
+def add_libraries(wanted: build.Build, directory: Path) -> None:
+    """Lay the toolkit's libraries beside the programs: the hosts that run them need no toolkit."""
+    for backend in wanted.recipe.gpu_backends:
+        for library in (wanted.toolchain.get(backend) or {}).get("libraries", []):
+            shutil.copyfile(library, directory / "bin" / Path(library).name)
+
+
 def run(module: AnsibleModule) -> dict[str, Any]:
     """Do what the arguments ask for and return the result."""
     params = module.params
-    tools = build.find_tools(module.get_bin_path, module.run_command, params["cmake_options"])
-    problem = build.toolchain_problem(tools)
-    if problem and module.check_mode:
-        return {"changed": True, "build_dir": "", "msg": f"would be compiled once the tools are there; now: {problem}"}
-    if problem:
-        raise build.BuildError(problem[0].upper() + problem[1:])
-    wanted = describe(module, tools["c++"])
+    wanted = describe(module)
+    if wanted is None and module.check_mode:
+        return {"changed": True, "build_dir": "", "msg": "would be compiled once source and compiler are there"}
+    if wanted is None:
+        raise build.BuildError(f"There is no llama.cpp source in {params['source_path']}: run playbooks/build.yml.")
     document = wanted.document()
-    if is_whole(Path(params["root"], "releases", wanted.build_id)):
+    if releases.is_whole(Path(params["root"], "releases", wanted.build_id)):
         return {"changed": False, "build": document, "build_dir": ""}
     directory = Path(params["root"], "build", wanted.build_id)
     plan = {"build": document, "directory": str(directory)}
     if not module.check_mode:
         compile_it(module, wanted, directory)
+        add_libraries(wanted, directory)
     return {
         "changed": True,
         "build": document,
@@ -214,14 +185,9 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "required": True},
-            "source": {"type": "dict", "required": True},
+            "recipe": {"type": "dict", "required": True},
+            "toolchain": {"type": "dict", "required": True},
             "source_path": {"type": "path", "required": True},
-            "build_number": {"type": "int", "required": True},
-            "commit": {"type": "str", "required": True},
-            "backend": {"type": "list", "elements": "str", "default": ["cpu"]},
-            "native": {"type": "bool", "default": True},
-            "web_ui": {"type": "bool", "default": False},
-            "cmake_options": {"type": "dict", "default": {}},
             "jobs": {"type": "int", "default": 0},
             "user": {"type": "str", "required": True},
             "ccache": {"type": "bool", "default": True},

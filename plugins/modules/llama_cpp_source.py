@@ -10,7 +10,8 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamarack.core.plugins.module_utils.build import BuildError, file_sha256, source_id
+from ansible_collections.llamarack.core.plugins.module_utils.build import BuildError, source_id
+from ansible_collections.llamarack.core.plugins.module_utils.fetch import sha256_of
 
 DOCUMENTATION = r"""
 module: llama_cpp_source
@@ -80,7 +81,7 @@ def verify(archive: Path, sha256: str) -> None:
 
     :raises BuildError: when it differs.
     """
-    digest = file_sha256(archive)
+    digest = sha256_of(archive)
     if digest != sha256:
         archive.unlink()
         raise BuildError(

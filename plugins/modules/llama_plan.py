@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamarack.core.plugins.module_utils import documents
+from ansible_collections.llamarack.core.plugins.module_utils import catalogue, documents
 from ansible_collections.llamarack.core.plugins.module_utils.plan import PlanError, make_plan, read_wish
 
 DOCUMENTATION = r"""
@@ -78,6 +78,9 @@ def plan_of(parameters: dict[str, Any]) -> dict[str, Any]:
         for name, spec in sorted(parameters["siblings"].items())
         if name != parameters["instance"]
     ]
+    too_old = catalogue.floor_problem(str(model["gguf"]["architecture"]), int(build["build_number"]))
+    if too_old:
+        raise PlanError(f"{parameters['instance']} cannot be planned: {too_old}.")
     return make_plan(profile, build, model, instance, siblings)
 
 

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamarack.core.plugins.module_utils.build import file_sha256, last_lines
+from ansible_collections.llamarack.core.plugins.module_utils.build import last_lines
+from ansible_collections.llamarack.core.plugins.module_utils.fetch import sha256_of
 
 DOCUMENTATION = r"""
 module: sdist_fetch
@@ -106,7 +107,7 @@ def main() -> None:
     dest.mkdir(parents=True, exist_ok=True)
     with (dest / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if archive.exists() and file_sha256(archive) == module.params["sha256"]:
+        if archive.exists() and sha256_of(archive) == module.params["sha256"]:
             module.exit_json(changed=False, path=str(archive))
         with tempfile.TemporaryDirectory(dir=str(dest)) as directory:
             # pip has compared the digest.

@@ -43,7 +43,8 @@ def test_defaults_and_specifications_name_the_same_variables() -> None:
         role = spec.parent.parent
         defaults_file: Path = role / "defaults" / "main.yml"
         defaults = yaml.safe_load(defaults_file.read_text(encoding="utf-8")) or {} if defaults_file.exists() else {}
-        options = yaml.safe_load(spec.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options", {})
+        entries = yaml.safe_load(spec.read_text(encoding="utf-8"))["argument_specs"].values()
+        options = {name: option for entry in entries for name, option in entry.get("options", {}).items()}
         required = {name for name, option in options.items() if option.get("required")}
         assert set(defaults) == set(options) - required, role.name
         assert all(name.startswith(f"{role.name}_") for name in options), role.name
